@@ -42,7 +42,13 @@ def test_the_bound_is_the_largest_order_statistic_of_the_clients_with_enough_row
 def test_nothing_is_promised_where_all_together_are_too_few():
     found = row_promise({"a": np.arange(5.0), "b": np.arange(6.0)})
     assert (found.bound, found.together) == (None, None)
-    assert "Nothing is promised of 'a', 'b'" in found.promise
+    assert found.promise.startswith(
+        "Nothing is promised: no client has the 29 held-out rows that this takes."
+    )
+    both = row_promise({"a": np.arange(20.0), "b": np.arange(20.0)})
+    words = both.in_words("days")
+    assert words.startswith("With 95% confidence, at least 90% of new rows lie within")
+    assert "in the mix of clients of the held-out rows. Nothing is promised of a client by itself" in words
     lent = row_promise({"a": np.arange(5.0), "b": np.arange(60.0)})
     assert lent.bound == 58.0
     assert lent.group == ("a", "b")

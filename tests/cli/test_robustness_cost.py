@@ -99,11 +99,11 @@ def test_concerns_are_of_models_that_hardly_vary_cost_much_or_hurt_some():
     (said,) = concerns(fitted(varies=0.2))
     assert "spread 20% as much as those of pooled training" in said
     (said,) = concerns(fitted(found=calibration()))
-    assert "loses 20% more than pooled training, on rows left out in cross-validation" in said
+    assert "mean loss is 20% above that of pooled training, on rows left out in cross-validation" in said
     assert concerns(fitted(found=calibration((1.0, 1.04)))) == []
     # By a quarter, beyond chance; by a quarter, within it; by too little to say.
     (said,) = concerns(fitted(changes=[(0.2, 0.05), (0.2, 0.15), (0.02, 0.001)]))
-    assert said.endswith("than under pooled training: 'h0' (+25%).")
+    assert said.endswith("than by pooled training: 'h0' (+25%).")
     (said,) = concerns(fitted(changes=[(0.2, 0.05)] * 5))
     assert said.endswith(" and 2 more.")
 

@@ -474,7 +474,7 @@ def test_what_says_nothing_is_left_out(visit):
     assert browser.get_log("browser") == []
     heads = texts(browser, "#clients thead th")
     assert "Weight" in heads
-    assert "Training took 1 round of messages" in texts(browser, "#solver-words")[0]
+    assert "Training took 1 round (method" in texts(browser, "#solver-words")[0]
     assert browser.find_elements("css selector", "#bounds-figure, #gap-figure") == []
     assert texts(browser, "#gains-words") == [
         "The shared model is that of pooled training, and no client has a personal one: nobody gains or "
@@ -674,8 +674,7 @@ def test_a_page_of_predicted_classes(visit):
 FIRST_SCREEN = {
     "six clients": [
         "Predictions are typically off by 0.68",
-        " in stay, ",
-        "% less than always guessing the mean (6.4).",
+        " in stay; always guessing the mean (6.4) is off by ",
     ],
     "three classes": ["% of predictions are right, against ", "by always guessing “ward”."],
     "predictions alone": ["Predictions are typically off by 0.38", " in stay."],
@@ -712,12 +711,13 @@ def test_what_the_target_is_counted_in_stands_behind_errors(visit):
     browser = visit(page_content.content() | {"target_unit": "days"})
     well, promised, note = texts(browser, "#well-words, #promised-words, #promised-note")
     in_use, bound = texts(browser, "#well-value, #promised-value")
-    assert well.startswith(f"Predictions are typically off by {in_use} days, ")
-    assert "always guessing the mean (6.4 days)." in well
+    assert well.startswith(f"Predictions are typically off by {in_use} days; ")
+    assert "always guessing the mean (6.4 days) is off by 0.858 days." in well
     assert f"predictions are typically off by at most {bound} days, for " in promised
     assert re.search(r"An error counts as at most [0-9.]+ days\.", note)
     said = " ".join([well, promised, note])
-    assert said.replace(" days, ", " in stay, ", 1).replace(" days", "") == " ".join(plain)
+    without = re.sub(r"(off by [0-9.]+) days([;.])", r"\1 in stay\2", said).replace(" days", "")
+    assert without == " ".join(plain)
     assert "Typical error in days" in find(browser, "#well-figure figcaption").text
     assert "Typical errors in days" in texts(browser, "#plain-caption")[0]
     assert "in stay" not in texts(browser, "main")[0]
@@ -903,12 +903,13 @@ def test_an_error_that_noise_hides_is_less_than_what_it_may_be(visit):
     assert "does not allow more to be said: there are too few of them" in find(browser, "#gains-figure").text
 
 
-def test_what_is_private_is_on_the_first_screen_where_something_is(visit):
-    content = page_content.content()
-    assert not find(visit(content), "#private").is_displayed()
+def test_where_rows_went_and_what_is_private_is_on_the_first_screen(visit):
+    content = page_content.content() | {"federated": None}
+    here = "All rows were read on one machine, and nothing was sent."
+    assert texts(visit(content), "#private-words") == [here]
     content["chosen"] = {**content["chosen"], "privacy": "Private with epsilon = 1.", "noise": "It costs 2%."}
     browser = visit(content)
-    assert texts(browser, "#private-words") == ["Private with epsilon = 1."]
+    assert texts(browser, "#private-words") == [f"{here} Private with epsilon = 1."]
     assert texts(browser, "#private-note") == ["It costs 2%."]
     assert "Trained on about" in find(browser, "#lead").text
 

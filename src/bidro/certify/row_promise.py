@@ -82,19 +82,25 @@ class RowPromise:
         what = "people" if self.people else "rows"
         level = f"With {100 * self.confidence:g}% confidence"
         if self.bound is None:
-            said = f"No client has the {self.needed} held-out {what} that a promise of its own takes."
-        else:
-            at = "the" if not self.others else "these"
-            whom = (
-                f"whatever the mix of {at} {len(self.clients)} clients"
-                if len(self.clients) > 1
-                else f"at '{self.binding}'"
+            enough = f"the {self.needed} held-out {what} that this takes" if self.needed else "enough rows"
+            alone = f"no client has {enough}."
+            if self.together is None:
+                return f"Nothing is promised: {alone}"
+            return (
+                f"{level}, {self._says(self.together, unit)}, in the mix of clients of the held-out {what}. "
+                f"Nothing is promised of a client by itself, or of another mix: {alone}"
             )
-            if self.others and self.needed:
-                whom += f" with at least {self.needed} held-out {what}"
-            said = f"{level}, {self._says(self.bound, unit)}, {whom}."
-            if self.guess is not None:
-                said += f" Of one guess for everybody the same is {self.amount(self.guess, unit)}."
+        at = "the" if not self.others else "these"
+        whom = (
+            f"whatever the mix of {at} {len(self.clients)} clients"
+            if len(self.clients) > 1
+            else f"at '{self.binding}'"
+        )
+        if self.others and self.needed:
+            whom += f" with at least {self.needed} held-out {what}"
+        said = f"{level}, {self._says(self.bound, unit)}, {whom}."
+        if self.guess is not None:
+            said += f" One guess for everybody: {self.amount(self.guess, unit)}."
         if self.others:
             which = listed([f"'{name}'" for name in self.others], _MOST_NAMED)
             lent = "" if set(self.group) <= set(self.others) else ", with rows of larger clients"

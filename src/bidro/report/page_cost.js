@@ -22,11 +22,11 @@ function offeredModels() {
   const measured = report.frontier.right ? "is right in" : "is typically off by";
   function show() {
     const one = offered[Number(slider.value)];
-    const cost = isKnown(one.max_cost) ? `${threeDigits(100 * one.max_cost)}%` : "any";
+    const cost = isKnown(one.max_cost) ? `${threeDigits(100 * one.max_cost)}%` : "no limit";
     element("largest-cost-is").textContent = cost;
     slider.setAttribute("aria-valuetext", cost);
     const said = [];
-    if (one.shared) said.push(`The shared model of this largest cost ${measured} ${both(one.shared)}.`);
+    if (one.shared) said.push(`The shared model ${measured} ${both(one.shared)}.`);
     if (one.personal) said.push(`With each client’s own model: ${both(one.personal)}.`);
     if (one.promise) said.push(one.promise);
     element("choose-words").textContent = said.join(" ");
@@ -34,7 +34,7 @@ function offeredModels() {
     element("choose-note").replaceChildren(
       "To have it, without training again: ",
       make("code", {}, `bidro choose MODEL ${option}`),
-      `. These ${offered.length} promises hold all at once with ${percent(report.frontier.confidence)} confidence, whichever you take.`,
+      offered.every((one) => one.promise) ? `. What is promised of these ${offered.length} models holds for all of them at once with ${percent(report.frontier.confidence)} confidence, whichever you take.` : ".",
     );
   }
   slider.addEventListener("input", show);

@@ -11,11 +11,12 @@ function curves() {
   const pairs = (report.curves.pairs ?? []).slice(0, MOST_PAIRS); // none in earlier reports
   const several = Array.isArray(columns[0].values[0]);
   const sum =
-    report.task === "regression" ? "The prediction" : several ? "The score of a class" : "The score";
+    report.loss.log_link ? "The logarithm of the prediction" : report.task === "regression" ? "The prediction" : several ? "The score of a class" : "The score (the logarithm of the odds)";
+  const inUnit = report.task === "regression" && !report.loss.log_link ? counted : "";
   element("curves-words").textContent =
-    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept) + (report.task === "regression" ? counted : "")} for a row that is average in ` +
-    "everything, plus what each feature adds. All pictures have the same upright axis, and the features whose shares vary " +
-    "most come first. A curve says what the model uses, not what causes the outcome." +
+    `${sum} is a sum: ${several ? "a number of its own" : number(report.intercept) + inUnit} for a row that is average in ` +
+    "everything, plus what each feature adds. All pictures have the same upright axis, and the features with the largest effect " +
+    "come first. A curve says what the model uses, not what causes the outcome." +
     (rowsHere ? "" : " Rows are at the sites: where they lie is not shown, and curves are drawn over the agreed range.");
   const labels = several ? (report.classes ?? columns[0].values[0].map((_, k) => `class ${k + 1}`)) : [null];
   element("curves-legend").replaceChildren(...curvesLegend(columns, rowsHere).map(legendEntry));

@@ -99,11 +99,11 @@ function well() {
 
 /** Of a rare class first how well it is told from the other: nearly every prediction is right that never says it. */
 function rareWords({ class: name, share, area, lift, pooled_area: pooled }) {
-  const than = isKnown(pooled) ? ` (pooled training: ${pooled.toFixed(2)})` : "";
+  const than = isKnown(pooled) ? ` (pooled training: ${Math.round(100 * pooled)})` : "";
   return [
-    `“${name}” is rare (${tenths(share)} of the rows). Of a row of it and another row the model finds the former likelier `,
+    `“${name}” is rare (${tenths(share)} of the rows). Of a row of it and a row that is not, the model ranks the former higher `,
     make("strong", { class: "big", id: "rare-area" }, `${Math.round(100 * area)} times in 100`),
-    `${than}; among the tenth of the rows that it finds likeliest “${name}” is ${threeDigits(lift)} times as frequent as among all. `,
+    `${than}; in the tenth that it ranks highest “${name}” is ${threeDigits(lift)} times as frequent as among all. `,
   ];
 }
 
@@ -124,7 +124,7 @@ function againstGuess(inUse) {
   const better = areRight ? inUse - guess : 1 - inUse / guess;
   if (better < 0.005) return `: no better than ${guessWords()}.`;
   if (areRight) return `, against ${tenths(guess)} by ${guessWords()}.`;
-  return `, ${Math.round(100 * better)}% less than ${guessWords()}.`;
+  return `; ${guessWords()} is off by ${plain(guess)}${offBy}.`;
 }
 
 /** The mean over the worst tenth of some clients' typical errors, or shares of right predictions. */
@@ -148,7 +148,7 @@ function wellChart(width, shown, most) {
   shown.forEach((model, i) => {
     const y = i * each;
     const said = areRight ? `${plain(model.value)} right` : `Typically off by ${plain(model.value)}${offBy}`;
-    const worst = isKnown(model.worst) ? `worst ${plain(model.worst)}` : "";
+    const worst = isKnown(model.worst) ? `${clients.length > 10 ? "worst tenth" : "worst"} ${plain(model.worst)}` : "";
     const numbers = [plain(model.value), worst].filter(Boolean).join(", ");
     svg.append(
       draw("text", { x: 0, y: y + 13, class: i ? "aside" : "tagged" }, fitted(model.label, width - widthOf(numbers) * 1.2 - 12)),
@@ -162,12 +162,15 @@ function wellChart(width, shown, most) {
 
 // ---- what is private
 
-/** Of a fit with privacy budgets: to whom what is promised, and what the noise costs. */
+/** Where rows went; of a fit with privacy budgets to whom what is promised, and what the noise costs. */
 function privately() {
   const { privacy, noise } = report.chosen ?? {};
-  element("private").hidden = !privacy;
-  element("private-words").textContent = privacy ?? "";
-  element("private-note").textContent = noise ?? "";
+  const here = report.federated ? "Rows stayed at their sites; what each of them sent is below." : "All rows were read on one machine, and nothing was sent.";
+  const few = "Numbers of a client with few rows can tell what these hold.";
+  element("private").hidden = !trained;
+  element("private").classList.toggle("on-screen", !privacy);
+  element("private-words").textContent = [here, privacy].filter(Boolean).join(" ");
+  element("private-note").textContent = noise ?? few;
 }
 
 // ---- what is promised

@@ -29,7 +29,6 @@ function about() {
   // Reports of older versions have no such words.
   if (report.chosen) words.push(report.chosen.radius, report.chosen.weights);
   if (report.chosen?.criterion) words.push(report.chosen.criterion);
-  words.push("This page holds summaries of each client, and no rows.");
   element("about").textContent = words.join(" ");
   facts();
   element("dated").textContent = `${longDate(report.created)}, bidro ${report.version}`;

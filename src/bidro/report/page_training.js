@@ -139,8 +139,7 @@ function solver() {
     ? `It ended with a relative gap of ${number(gap)}: ${proven}`
     : "How close it came to the best possible is not certified.";
   element("solver-words").textContent =
-    `Training took ${plural(rounds, "round")} of messages between the server and the clients ` +
-    `(method: ${method}). ${close}`;
+    `Training took ${plural(rounds, "round")}${report.federated ? " of messages between the server and the sites" : ""} (method: ${method}). ${close}`;
   const points = (history ?? []).map(([upper, lower], i) => ({ round: i + 1, upper, lower }));
   if (points.length < 2) {
     // Where one round was enough, there is nothing to draw.
@@ -299,7 +298,7 @@ function candidateColumns({ pooled, candidates, chosen }) {
 function coefficients() {
   const several = Array.isArray(report.features[0]?.coefficient);
   const sum =
-    report.task === "regression" ? "The prediction is" : several ? "The score of a class is" : "The score is";
+    report.loss.log_link ? "The logarithm of the prediction is" : report.task === "regression" ? "The prediction is" : several ? "The score of a class is" : "The score (the logarithm of the odds) is";
   element("coefficients-words").textContent =
     `${sum} a sum: the intercept, plus each feature times its coefficient. ` +
     "A standardised coefficient is the change for one standard deviation of the feature, so these can be compared. " +

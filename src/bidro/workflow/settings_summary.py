@@ -290,13 +290,13 @@ def concerns(fitted: Fitted) -> list[str]:
     cost = robustness_cost(fitted.trained.calibration)
     if cost is not None and cost["mean"] > _FAR_ABOVE:
         found.append(
-            f"On average the shared model loses {cost['mean']:.0%} more than pooled training, on rows left "
-            "out in cross-validation; weights chosen for a lower max_cost lose less."
+            f"The shared model's mean loss is {cost['mean']:.0%} above that of pooled training, on rows left "
+            "out in cross-validation. With a lower largest cost it is less."
         )
     losing = _losing(fitted)
     if losing:
         named = listed([f"'{name}' ({share:+.0%})" for name, share in losing], _MOST_LOSING_NAMED)
-        found.append(f"On held-out rows these clients lose more than under pooled training: {named}.")
+        found.append(f"On held-out rows these clients are served worse than by pooled training: {named}.")
     return found
 
 
