@@ -84,6 +84,8 @@ study: $(STAMP)
 	@test -z '$(DATA)' || $(BIN)/python -m studies.published --data '$(DATA)' --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments]'
 	$(BIN)/python -m studies.real_data --out docs/studies
+	$(BIN)/python -m studies.against_peers --out docs/studies
+	$(BIN)/python -m studies.shift --out docs/studies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check mapie crepes
 	$(BIN)/python -m studies.row_intervals --out docs/studies
 

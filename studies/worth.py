@@ -31,6 +31,7 @@ from bidro.estimators import RobustClassifier, RobustEstimator, RobustRegressor
 from bidro.experiments.splits import TEST_SHARE, Grouped, groups_of_clients
 from bidro.selection.rule import worst_decile
 from bidro.solvers.solve import GapNotReachedWarning
+from studies import on_commit
 from studies.real_tables import TABLES, load
 from studies.worth_page import page
 
@@ -174,7 +175,7 @@ def run(out: Path, splits: int, tables: Sequence[str], say: Callable[[str], None
 def _publish(out: Path, found: Mapping[str, Any]) -> None:
     whole = {name: found[name] for name in TABLES if name in found and found[name]["splits"]}
     write_json(out / "worth.json", whole)
-    write_text(out / "worth.md", page(whole))
+    write_text(out / "worth.md", page(whole, on_commit()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -42,9 +42,10 @@ class Change(NamedTuple):
         return f"{100 * self.mean:+.2f}" + ("" if math.isnan(self.se) else f" ± {100 * self.se:.2f}")
 
 
-def change(table: Mapping[str, Any], part: str, name: str, key: str) -> Change:
-    """Of one measure of `name`, under `part`: "shared", "personal", or "new" for new clients."""
-    before = "new" if part == "new" else "shared"
+def change(table: Mapping[str, Any], part: str, name: str, key: str, before: str | None = None) -> Change:
+    """Of one measure of `name`, under `part`: "shared", "personal", or "new" for new clients; against pooled
+    training's under `before`, by default that of one model for all."""
+    before = before or ("new" if part == "new" else "shared")
     shares = np.array([one[part][name][key] / one[before]["pooled"][key] - 1 for one in table["splits"]])
     several = len(shares) > 1
     return Change(
@@ -62,14 +63,14 @@ def _least_deviation(table: Mapping[str, Any]) -> float:
     return float(min(one["shared"]["default"]["varies"] for one in table["splits"]))
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The whole page as Markdown."""
+def page(found: Mapping[str, Any], on: str = "") -> str:
+    """The whole page as Markdown; `on` says on which commit."""
     fewest = min((len(table["splits"]) for table in found.values()), default=0)
     most = max((len(table["splits"]) for table in found.values()), default=0)
     lines = [
         "# Is the default worth having?",
         "",
-        "Made by `python -m studies.worth`; do not edit. The numbers are in `worth.json`.",
+        f"Made by `python -m studies.worth`{on}; do not edit. The numbers are in `worth.json`.",
         "",
         "`RobustRegressor(curves=None)` and `RobustClassifier(curves=None)`, with straight lines and as they",
         "are by default in all else, against pooled training",
@@ -89,6 +90,8 @@ def page(found: Mapping[str, Any]) -> str:
         "training's.",
         "",
         *_verdicts(found),
+        "",
+        *_weights(found),
         "",
         *_overview(found),
     ]
@@ -149,6 +152,32 @@ def _verdicts(found: Mapping[str, Any]) -> list[str]:
     ]
     for words, failed, counts in asked:
         lines.append(f"| {words} | {'no: ' + ', '.join(failed) if failed else 'yes'} | {counts} |")
+    return lines
+
+
+def _weights(found: Mapping[str, Any]) -> list[str]:
+    """What weights gain, and what they cost, for whom."""
+    lines = [
+        "## When do robust weights help?",
+        "",
+        "The default against pooled training, both with the clients' personal models where it says so. What",
+        "weights pay is the change of the mean, what they gain that of the worst decile: means over tables.",
+        "",
+        "| | mean | better, worse | worst decile | better, worse |",
+        "| --- | ---: | --- | ---: | --- |",
+    ]
+    of = {
+        "one model for all clients": "shared",
+        "known clients, with their personal models": "personal",
+        "new clients": "new",
+    }
+    for words, part in of.items():
+        cells = []
+        for key in ("mean", "worst_decile"):
+            each = [change(table, part, "default", key, part) for table in found.values()]
+            better, worse = sum(own.better for own in each), sum(own.worse for own in each)
+            cells += [f"{100 * np.mean([own.mean for own in each]):+.2f}", f"{better}, {worse}"]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
     return lines
 
 

@@ -257,7 +257,7 @@ def test_a_cloud_of_one_point_and_a_high_order_are_not_the_server_s_to_choose(tm
     """The distance W_50 to a far point is close to the largest."""
     site = site_at(tmp_path, support={"u": (-9.0, 9.0), "v": (-9.0, 9.0), "y": (-20.0, 20.0)})
     model, none = np.zeros(3), np.zeros(0)
-    message = Assess(model, np.full(5, 0.1), none, np.zeros(()), none, none)
+    message = Assess(model, np.full(5, 0.1), none, np.zeros(()), none, none, none)
     assert asked_of(site, "assess", message, ambiguity=NO_RADIUS)[0] is None
     cloud = message._replace(reference=np.zeros((1, 3)))
     assert "agreed on, not sent" in asked_of(site, "assess", cloud, ambiguity=NO_RADIUS)[0]

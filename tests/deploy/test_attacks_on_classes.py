@@ -65,7 +65,7 @@ def test_the_poles_of_logistic_gradients_are_no_rows(seed, tmp_path):
 def mistakes_at(site, model, run):
     """(the share of mistakes of a model among the held-out rows, or None, why there is none)."""
     none = np.zeros(0)
-    fixed = HoldoutQuery(np.asarray(model, float), LEVELS, np.asarray(2.0**20), none, none, none)
+    fixed = HoldoutQuery(np.asarray(model, float), LEVELS, np.asarray(2.0**20), none, none, none, none)
     refused, reply = asked_of(site, "bounds", fixed, run=run)
     return (None, refused) if refused else (float(unpack(reply, HoldoutBounds).means[2]), None)
 

@@ -94,6 +94,7 @@ def row_from_bounds(site, rows, residual_from=None):
     far 9 of 10 rows lie from their prediction at most, which is how far that row does."""
     loaded = SiteRows.load(site)
     inverse, here = np.array([*[1 / 128] * (len(SLOPES[0])), 1 / 8, 1.0]), training(site, loaded)
+    none = np.zeros(0)
     level = loaded.protocol.loss_unit * 2.0**POWER
     design, residuals = [], []
     for k, slopes in enumerate(SLOPES):
@@ -101,7 +102,8 @@ def row_from_bounds(site, rows, residual_from=None):
         told, refused = told_at(site, x, f"run-{k}", POWER, inverse)
         assert refused is None
         # The site's personal model follows from second moments, which a server has.
-        own = client_side.personal_models(loaded.protocol.loss, here.host_rows, here.sizes, x, inverse)[0]
+        asked = Assess(x, none, none, none, inverse, none, none)
+        own = client_side.personal_models(loaded.protocol.loss, here.host_rows, here.sizes, asked)[0]
         for model, mean, bounds in ((x, told.means[0], told.clipped), (own, told.means[3], told.personal)):
             # Told as the next power of two, or nearly.
             size = 0.75 * float(told.rows[len(design) % 2])
@@ -150,7 +152,7 @@ def residual_from_moves(site, slopes, run):
     n, x, none = training(site, rows).sizes[0], np.append(slopes, -9.0), np.zeros(0)
     ball = {"kind": "WassersteinBall", "radius": 0.5}
     said, reply = asked_of(
-        site, "assess", Assess(x, none, none, np.ones(()), none, none), ambiguity=ball, run=run
+        site, "assess", Assess(x, none, none, np.ones(()), none, none, none), ambiguity=ball, run=run
     )
     if said:
         return said

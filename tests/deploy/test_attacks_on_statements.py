@@ -44,7 +44,7 @@ def told_at(site, model, run, power, inverse=(), pooled=()):
     """(the answer, None), of losses clipped at two to this power, or (None, why there is none)."""
     level = SiteRows.load(site).protocol.loss_unit * 2.0**power
     x, inverse, pooled = (np.asarray(part, float) for part in (model, inverse, pooled))
-    fixed = HoldoutQuery(x, LEVELS, np.asarray(level), np.zeros(0), inverse, pooled)
+    fixed = HoldoutQuery(x, LEVELS, np.asarray(level), np.zeros(0), inverse, np.zeros(0), pooled)
     refused, reply = asked_of(site, "bounds", fixed, run=run)
     return (None, refused) if refused else (unpack(reply, HoldoutBounds), None)
 

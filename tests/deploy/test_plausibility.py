@@ -521,7 +521,7 @@ STILL = Assessment(LOSS, 0.1, LOSS, NONE, np.zeros((0, 1)), NONE, NONE, np.zeros
 
 
 def assessed(radii=NONE, freedom=NONE, behind=40, own=OWN, **parts):
-    message = Assess(X, radii, np.zeros((0, 0)), np.zeros(()), freedom, NONE)
+    message = Assess(X, radii, np.zeros((0, 0)), np.zeros(()), freedom, NONE, NONE)
     require_assessment(own, PROBLEM, message, STILL._replace(**parts), behind)
 
 
@@ -579,7 +579,7 @@ def bounds(behind=20, freedom=NONE, **parts):
     """Of a loss that counts as at most 8, and a declared largest of 9."""
     means, of = np.array([1.5, 0, 0, 0, 0]), SimpleNamespace(loss=Squared(True), x=X, seen=8.0, largest=9.0)
     reply = HoldoutBounds(1.5, 0.1, 1.5, NONE, NONE, np.full(2, 3.0), NONE, NONE, NONE, NONE, means)
-    message = HoldoutQuery(X, np.array([0.1, 0.05]), np.asarray(8.0), NONE, freedom, NONE)
+    message = HoldoutQuery(X, np.array([0.1, 0.05]), np.asarray(8.0), NONE, freedom, NONE, NONE)
     require_bounds(OWN, of, message, reply._replace(**parts), behind)
 
 

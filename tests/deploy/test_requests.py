@@ -75,11 +75,11 @@ def rounds(protocol, kind, folds, message, changed=None):
 
 
 def fixed(**changes):
-    return HoldoutQuery(MODEL, LEVELS, np.asarray(CLIP), NONE, NONE, NONE)._replace(**changes)
+    return HoldoutQuery(MODEL, LEVELS, np.asarray(CLIP), NONE, NONE, NONE, NONE)._replace(**changes)
 
 
 def assess(**changes):
-    return Assess(MODEL, NONE, np.zeros((0, 0)), NUMBER, NONE, NONE)._replace(**changes)
+    return Assess(MODEL, NONE, np.zeros((0, 0)), NUMBER, NONE, NONE, NONE)._replace(**changes)
 
 
 def solves(count=4, **changes):
@@ -227,6 +227,7 @@ def edge(value):
                 assess(radii=np.zeros(5)),
                 assess(radii=np.full(5, 1e3)),
                 assess(freedom=FREE, pooled=MODEL, x=edge(LARGEST)),
+                assess(freedom=FREE, common=edge(LARGEST)),
             ],
             [
                 assess(shown=np.asarray(2.0)),
@@ -241,6 +242,8 @@ def edge(value):
                 assess(x=MODEL[None]),
                 assess(freedom=np.append(FREE[:-1], 1.01)),
                 assess(pooled=edge(1.01 * LARGEST)),
+                assess(freedom=FREE, common=edge(1.01 * LARGEST)),
+                assess(freedom=FREE, common=MODEL[:1]),
             ],
         ),
     ],

@@ -177,7 +177,7 @@ def test_a_table_s_id_is_of_the_rows_and_not_of_their_order(tmp_path):
 def fixed(largest=(), seen=CLIP, levels=LEVELS, model=MODEL):
     nothing = np.zeros(0)
     return HoldoutQuery(
-        model, np.asarray(levels), np.asarray(seen), np.asarray(largest, float), nothing, nothing
+        model, np.asarray(levels), np.asarray(seen), np.asarray(largest, float), nothing, nothing, nothing
     )
 
 
@@ -396,7 +396,7 @@ def test_replays_under_new_names_fill_no_disk(tmp_path):
     """A model that was assessed is assessed again by any run, and a site's personal model is kept by run."""
     site = site_at(tmp_path, frame(400), limits=AskLimits(runs=4))
     none, ball = np.zeros(0), described(WassersteinBall(0.0))
-    message = Assess(MODEL, none, none, np.zeros(()), FREE, none)
+    message = Assess(MODEL, none, none, np.zeros(()), FREE, none, none)
     said = [asked_of(site, "assess", message, ambiguity=ball, run=f"name-{k}")[0] for k in range(8)]
     assert said[:4] == [None] * 4
     assert all("agree on more in [limits]" in one for one in said[4:])
@@ -411,7 +411,7 @@ def test_a_site_keeps_its_personal_model_of_the_last_assessment_of_a_run(tmp_pat
     site = site_at(tmp_path, frame(400))
     where, free = site.personal / "one" / PERSONAL_FILE, FREE
     none, ball = np.zeros(0), {"ambiguity": described(WassersteinBall(0.0)), "run": "one"}
-    message = Assess(MODEL, none, none, np.zeros(()), free, none)
+    message = Assess(MODEL, none, none, np.zeros(()), free, none, none)
     asked_of(site, "assess", message, **ball)
     kept = personal_models_in(where.parent, MODEL)
     rows = training(site, SiteRows.load(site)).host_rows

@@ -248,12 +248,12 @@ def test_models_in_use_are_the_clients_personal_or_the_shared_one():
     some = replace(own, share=np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
     models = split.models_used(x, some)
     assert np.array_equal(models[2:], np.tile(x, (4, 1)))
-    # The model that a client's rows ask for, pulled back to x, by its normal equations.
+    # The model that a client's rows ask for, pulled back to what all have in common, by its normal equations.
     rows = np.asarray(split.problem.federation.by_client()["c1"])
     psi = np.column_stack([rows[:, :2], np.ones(len(rows))])
     pull = np.diag(1 / np.maximum(2 * own.freedom, 1e-12))
-    step = np.linalg.solve(psi.T @ psi + pull, psi.T @ (rows[:, 2] - psi @ x))
-    np.testing.assert_allclose(models[1], x + step, rtol=1e-6, atol=1e-9)
+    step = np.linalg.solve(psi.T @ psi + pull, psi.T @ (rows[:, 2] - psi @ own.common))
+    np.testing.assert_allclose(models[1], own.common + step, rtol=1e-6, atol=1e-9)
     # One model for all, written out for every client, is judged as that one model.
     both = split.evaluate(x), split.evaluate(np.tile(x, (6, 1)))
     assert both[0] == pytest.approx(both[1])

@@ -37,7 +37,7 @@ def query(radii=(0.2, 0.0, 0.4), levels=(), reference=(), shown=1.0, declared=No
         None if radii is None else WassersteinBall(np.array(radii)),
     )
     cloud, none = np.reshape(reference, (-1, 3)), np.zeros((3, 0))
-    message = Assess(MODEL, np.asarray(levels, float), cloud, np.asarray(shown), none, np.zeros(0))
+    message = Assess(MODEL, np.asarray(levels, float), cloud, np.asarray(shown), none, none, np.zeros(0))
     return assessment(problem, declared, message, np.tile(MODEL, (3, 1)))
 
 
@@ -130,7 +130,7 @@ def test_bounds_of_rows_kept_out_are_each_client_s_own():
     rows = np.column_stack([rng.normal(size=(66, 2)), rng.choice([-1.0, 1.0], 66)])
     of = CertifiedModel(Logistic(), MODEL, Simplex(3), 0.6, 5.0, None, False)
     none = np.zeros((3, 0))
-    message = HoldoutQuery(MODEL, np.array(levels), np.asarray(0.6), np.array([5.0]), none, np.zeros(0))
+    message = HoldoutQuery(MODEL, np.array(levels), np.asarray(0.6), np.array([5.0]), none, none, np.zeros(0))
     found = bounds(["a", "b", "c"], rows, sizes, of, message, np.tile(MODEL, (3, 1)))
     for k, own in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
         margins = own[:, 2] * (own[:, :2] @ MODEL)

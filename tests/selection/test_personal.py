@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from bidro.data.splines import Basis
+from bidro.data.splines import Basis, Pair
 from bidro.federated.algorithm import HostData
 from bidro.losses import Absolute, Huber, Logistic, Pinball, SmoothedHinge, Softmax, Squared, losses_of
 from bidro.risk.moments import of_clients, of_folds
+from bidro.selection.components import common_change, moved
 from bidro.selection.personal import (
     SCALES,
     Broadcast,
@@ -19,7 +20,10 @@ from bidro.selection.personal import (
     expansion_of_squares,
     expansions,
     lifted,
+    losses_of_squares,
     personal_models,
+    sums_of_squares,
+    training_moments,
 )
 
 # Of three slopes and the offset.
@@ -161,7 +165,7 @@ def test_second_moments_tell_the_same():
     told = Broadcast(models, np.tile([0.3, 0.1, 0.0, 1.0], (4, 1)))
     algorithm = PersonalCorrections()
     moments = of_folds(samples, sizes, fold_ids, 4)
-    from_moments = algorithm.from_moments(loss, moments, *told)
+    from_moments = losses_of_squares(loss, [moments], models, *told)
     rows = HostData(loss, samples, sizes, fold_ids, 4)
     by_rows = algorithm.client_batch_numpy(told, rows)
     assert from_moments.left_out == pytest.approx(by_rows.left_out)
@@ -176,6 +180,75 @@ def test_second_moments_tell_the_same():
         for own in np.split(np.arange(len(samples)), np.cumsum(sizes)[:-1])
     ]
     assert from_moments.left_out[:, 0] == pytest.approx(shared)
+
+
+def test_the_first_scale_is_the_shared_model_and_others_are_around_what_clients_have_in_common():
+    loss = Squared(True)
+    samples, sizes, x = clients(loss, seed=6)
+    fold_ids = np.arange(len(samples)) % 3
+    models, common = np.tile(x, (3, 1)), np.tile(x + 0.5, (3, 1))
+    free = np.tile(FREEDOMS[2], (3, 1))
+    parts = list(training_moments(loss, samples, sizes, fold_ids, 3))
+    found = losses_of_squares(loss, parts, models, common, free)
+    alone = losses_of_squares(loss, parts, models, models, free)
+    np.testing.assert_allclose(found.left_out[:, 0], alone.left_out[:, 0])
+    around = losses_of_squares(loss, parts, common, common, free)
+    np.testing.assert_allclose(found.left_out[:, 1:], around.left_out[:, 1:])
+    # A client that keeps half of its change is half-way between the shared model and its own.
+    whole, half = (
+        personal_models(loss, samples, sizes, x, FREEDOMS[2], share, common[0]) for share in (1.0, 0.5)
+    )
+    np.testing.assert_allclose(whole, personal_models(loss, samples, sizes, common[0], FREEDOMS[2]))
+    np.testing.assert_allclose(half, (x + whole) / 2)
+
+
+def test_what_clients_have_in_common_minimises_with_their_own_changes():
+    """All of it at once, as one least-squares problem: curves, a pair, and what smooths them."""
+    pair = Pair((0, 2), ((-1.0, 0.0, 1.0), (-0.5, 0.5)))
+    basis = Basis(((0.1,), (), (-0.3, 0.5)), pairs=(pair,))
+    loss = Squared(True, basis=basis, smoothing=0.03)
+    samples, sizes, _ = clients(Squared(True), seed=3)
+    x, freedom = np.random.default_rng(1).normal(size=loss.dimension(4)), np.array([0.2, 0.0, 0.05, 0.4])
+    moments = of_clients(samples, sizes, loss)
+    each = [  # in two parts
+        (type(moments)(moments.mean[some], moments.around[some]), sizes[some].astype(float))
+        for some in (slice(0, 3), slice(3, 4))
+    ]
+    told, sums = sums_of_squares(loss, each, x)
+    free = np.ones(len(x), bool)
+    found = common_change(told, sums, freedom, free)
+    design = np.column_stack([basis.expand(samples[:, :-1]), np.ones(len(samples))])
+    onto, d = lifted(loss, 4, np.eye(4)[:, None]).T, len(x)
+    parts = [design]
+    owner = np.repeat(np.arange(4), sizes)
+    parts += [(design @ onto) * (owner == i)[:, None] for i in range(4)]
+    columns = [*range(d)] + [d + 4 * i + j for i in range(4) for j in range(4) if freedom[j] > 0]
+    whole = np.concatenate(parts, axis=1)[:, columns]
+    residual = samples[:, -1] - design @ x
+    held = np.zeros((len(columns), len(columns)))
+    held[:d, :d] = len(samples) * loss.penalty
+    held[d:, d:] = np.diag(np.tile(1 / freedom[freedom > 0], 4)) / 2
+    right = whole.T @ residual
+    right[:d] -= len(samples) * loss.penalty @ x
+    both = np.linalg.solve(whole.T @ whole + held, right)
+    np.testing.assert_allclose(found, both[:d], rtol=1e-5, atol=1e-6)
+    # Around it the expansion is that from the rows.
+    around = expansion_of_squares(loss, moments, sizes.astype(float), x + found)
+    at = moved(told, sums, found)
+    np.testing.assert_allclose(at.pull, around.pull, rtol=1e-6, atol=1e-6)
+    assert at.squares.sum() == pytest.approx(around.squares.sum(), rel=1e-8)
+    # Clients' own changes are those of the same problem.
+    own = personal_models(loss, samples, sizes, x, freedom, 1.0, x + found)
+    changes = np.zeros((4, 4))
+    changes[:, freedom > 0] = both[d:].reshape(4, -1)
+    np.testing.assert_allclose(own, x + both[:d] + changes @ onto.T, rtol=1e-5, atol=1e-5)
+    # What must not change does not, and the rest is the best that is left.
+    free[[0, 3]] = False
+    some = common_change(told, sums, freedom, free)
+    np.testing.assert_array_equal(some[[0, 3]], 0.0)
+    left = [j for j in range(len(columns)) if j not in (0, 3)]
+    best = np.linalg.solve((whole.T @ whole + held)[np.ix_(left, left)], right[left])
+    np.testing.assert_allclose(some[free], best[: d - 2], rtol=1e-5, atol=1e-6)
 
 
 def expanded(loss, samples, sizes, x, freedom):

@@ -92,3 +92,14 @@ def test_people_stay_with_rows_and_rare_columns_are_left_out():
     assert set(found.clients) == {"a", "b"}
     assert found.columns == ("x",)
     assert len(np.unique(found.people)) == 500
+
+
+def test_what_weights_gain_is_beside_what_they_pay_for_known_and_new_clients():
+    def split(mean, worst):
+        own = {"pooled": {"mean": 1.0, "worst_decile": 2.0}, "default": {"mean": mean, "worst_decile": worst}}
+        return {"shared": own, "personal": own, "new": own}
+
+    found = {"a": {"splits": [split(1.02, 1.8), split(1.02, 1.8)]}, "b": {"splits": [split(1.0, 2.0)] * 2}}
+    lines = worth_page._weights(found)
+    assert lines[-1] == "| new clients | +1.00 | 0, 1 | -5.00 | 1, 0 |"
+    assert lines[-2].startswith("| known clients, with their personal models | +1.00 |")

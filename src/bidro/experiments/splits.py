@@ -21,8 +21,21 @@ from bidro.fit.training import transport_of, unrestricted
 from bidro.losses import Logistic, Loss, Softmax, Squared, losses_of, mistakes_of
 from bidro.problem.problem import Problem
 from bidro.selection.calibrate import FOLDS
-from bidro.selection.personal import Broadcast, Losses, PersonalCorrections, personal_models
-from bidro.selection.personalise import PersonalChoice, freedoms, personal_choice
+from bidro.selection.personal import (
+    Broadcast,
+    Losses,
+    PersonalCorrections,
+    losses_of_squares,
+    personal_models,
+    training_moments,
+)
+from bidro.selection.personalise import (
+    PersonalChoice,
+    PersonalWord,
+    freedoms,
+    personal_choice,
+    with_slopes,
+)
 from bidro.selection.rule import worst_decile
 
 TEST_SHARE = 0.3
@@ -136,18 +149,39 @@ class Split:
         federation = self.problem.federation
         samples, sizes = np.asarray(federation.samples), np.asarray(federation.sizes)
         rows = HostData(self.problem.loss, samples, sizes, self.of_row, self.folds)
-        free = freedoms(
-            self.problem, models, "auto", lambda query, message: query.client_batch_numpy(message, rows)
-        )
-        reply = PersonalCorrections().client_batch_numpy(Broadcast(models[:-1], free.freedom[:-1]), rows)
-        return personal_choice(Losses(*(np.asarray(part) for part in reply)), free, self.problem)
+        loss, own = self.problem.loss, self.of_row if isinstance(self.problem.loss, Squared) else None
+
+        def choice(word: PersonalWord) -> PersonalChoice:
+            free = freedoms(
+                self.problem,
+                models,
+                word,
+                lambda query, message: query.client_batch_numpy(message, rows),
+                fold_ids=own,
+            )
+            if free.common is not None:
+                assert isinstance(loss, Squared)
+                trained = training_moments(loss, samples, sizes, self.of_row, self.folds)
+                reply = losses_of_squares(loss, trained, models[:-1], free.common[:-1], free.freedom[:-1])
+            else:
+                message = Broadcast(models[:-1], free.freedom[:-1])
+                reply = PersonalCorrections().client_batch_numpy(message, rows)
+            return personal_choice(Losses(*(np.asarray(part) for part in reply)), free, self.problem)
+
+        return with_slopes(self.problem, choice)
 
     def models_used(self, x: Floats, personal: PersonalChoice) -> Floats:
         """(n, d) what each client uses: its personal model around x, trained on its training rows, or x."""
         federation = self.problem.federation
         samples = np.asarray(federation.samples)
         return personal_models(
-            self.problem.loss, samples, federation.sizes, np.asarray(x), personal.freedom, personal.share
+            self.problem.loss,
+            samples,
+            federation.sizes,
+            np.asarray(x),
+            personal.freedom,
+            personal.share,
+            personal.common,
         )
 
     def test_losses(self, x: Floats, shifts: Floats | None = None) -> Floats:

@@ -80,12 +80,11 @@ def quantiles(rows: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
     return np.stack(values), np.stack(counts)
 
 
-def personal_models(
-    loss: Loss, rows: Floats, sizes: Sequence[int], x: ArrayLike, freedom: ArrayLike
-) -> Floats:
-    """(n, d) the model that each client uses: its own around x, trained on its rows, or x itself where its
-    freedom (n, q + 1), see `Assess`, is 0. All clients with a personal model have the same
-    freedoms."""
+def personal_models(loss: Loss, rows: Floats, sizes: Sequence[int], message: Assess | HoldoutQuery) -> Floats:
+    """(n, d) the model that each client uses, by what a message says of it: its own, trained on its rows, or
+    the shared one where its freedom is 0. All clients with a personal model have the same freedoms."""
+    x, freedom, around = message.x, message.freedom, np.asarray(message.common, float)
+    around = around if around.size else np.asarray(x, float)
     shared, wanted = np.asarray(x, float), np.asarray(freedom, float).reshape(len(sizes), -1)
     used = np.tile(shared, (len(sizes), 1))
     adopts = np.any(wanted > 0, axis=1)
@@ -93,7 +92,7 @@ def personal_models(
         counts, common = np.asarray(sizes), wanted[adopts][0, :-1]
         some = rows if adopts.all() else rows[np.repeat(adopts, counts)]
         share = wanted[adopts, -1]
-        used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common, share)
+        used[adopts] = fit_personal_models(loss, some, counts[adopts], shared, common, share, around)
     return used
 
 

@@ -483,13 +483,18 @@ def _assess_message(task: _Task, trained: Trained, stated: Problem, options: Opt
         reference = task.clients.reference(stated, task.standard)
     shown = np.isin(np.arange(n), _heaviest(trained, options)).astype(float)
     pooled = np.zeros(0) if trained.pooled is None else trained.pooled
-    return Assess(x, radii, reference, shown, _freedoms(trained), pooled)
+    freedom = _freedoms(trained)
+    common = np.zeros(0)
+    if trained.personal is not None and trained.personal.common is not None and freedom.size:
+        common = trained.personal.common
+    return Assess(x, radii, reference, shown, freedom, common, pooled)
 
 
 def _fixed(of: CertifiedModel, levels: list[float], message: Assess) -> HoldoutQuery:
     largest = np.zeros(0) if of.largest is None else np.array([of.largest])
     betas = [client_level(level, of.mixtures.dimension, of.mixtures) for level in levels]
-    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, message.freedom, message.pooled)
+    of_models = message.freedom, message.common, message.pooled
+    return HoldoutQuery(of.x, np.array(betas), np.asarray(of.seen), largest, *of_models)
 
 
 def _evaluation(names: tuple[str, ...], found: Any, rows: Any, draws: Any) -> dict[str, ClientLoss]:

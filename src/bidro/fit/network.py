@@ -358,11 +358,11 @@ class LocalClients:
 
     def _used(self, loss: Loss, message: Assess | HoldoutQuery) -> Floats:
         """(n, d) the models that clients use, by what a message says of them."""
-        x, inverse = np.asarray(message.x), np.asarray(message.freedom)
-        key = x.tobytes() + inverse.tobytes()
+        of_it = (message.x, message.freedom, message.common)
+        key = b"".join(np.asarray(part).tobytes() for part in of_it)
         if key not in self.made:
             rows, sizes = self.federation.host_rows, self.federation.sizes
-            self.made[key] = client_side.personal_models(loss, rows, sizes, x, inverse)
+            self.made[key] = client_side.personal_models(loss, rows, sizes, message)
         return self.made[key]
 
     def reference(self, stated: Problem, standard: Standard) -> Floats:

@@ -48,7 +48,7 @@ class Segments(NamedTuple):
 
 class Assess(NamedTuple):
     """The message of "assess"; radii, `shown` and `freedom` are each client's own, with a leading
-    axis for several. A client whose freedom is not 0 trains a personal model around x and keeps
+    axis for several. A client whose freedom is not 0 trains a personal model of its own and keeps
     it."""
 
     x: Numbers  # (d,)
@@ -58,6 +58,7 @@ class Assess(NamedTuple):
     # (q + 1,) how freely a personal model's coefficients differ from the shared ones (`selection.personal`),
     # and what share of its change is kept; 0 keeps all as shared, empty where no client has a personal model
     freedom: Numbers
+    common: Numbers  # (d,) what personal models are around; empty where that is x
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 
@@ -92,6 +93,7 @@ class HoldoutQuery(NamedTuple):
     seen: Numbers  # () what losses are clipped at: see `statements.clip_level`
     largest: Numbers  # (1,) the largest loss on the declared support; empty where it is not known
     freedom: Numbers  # (q + 1,) as in `Assess`, with a leading axis for several
+    common: Numbers  # (d,) as in `Assess`
     pooled: Numbers  # (d,) the model of pooled training, for comparison; empty where there is none
 
 

@@ -344,6 +344,8 @@ def _differences(
     if not isinstance(loss, Squared) or trained.problem.n == 1 or _people(fitted):
         return variation, clients, _no_differences(fitted)
     federation, x = trained.problem.federation, fitted.assessed.x
+    if trained.personal is not None and trained.personal.common is not None:
+        x = trained.personal.common
     told = expansion_of_squares(
         loss,
         of_clients(federation.host_rows, federation.sizes, loss),

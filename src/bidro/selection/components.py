@@ -17,6 +17,15 @@ for every coefficient j
 the second term of T being what the shared model, which has the same columns, takes from the rows (Patterson
 and Thompson 1971). It is the step of the iteration too. Slopes that few rows tell apart are held at the mean
 of all slopes, by `_PRIOR` clients that have it.
+
+All of this is around what clients have in common, which is not what pooled training finds: that counts every
+row alike, and takes clients' differences for noise of rows. Where client i's curvature in all numbers of the
+model is G_i, and C_i that between these and the coefficients that differ, the most probable common model is
+by generalised least squares
+
+    x + (sum_i G_i - C_i K_i C_i')^-1 sum_i (h_i - C_i K_i r_i),      K_i = (A_i + phi D^-1)^-1,
+
+h_i being minus the gradient in all numbers. `common_change` is what it adds to x.
 """
 
 from __future__ import annotations
@@ -25,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 
 Numbers = NDArray[np.float64]
 
@@ -40,6 +50,8 @@ _ENOUGH_CLIENTS = 1_000
 _TOGETHER = 1 << 22
 # Slopes that may differ, of those that differ most: the others are shared.
 MOST_SLOPES = 50
+# What rounding leaves of a matrix's diagonal.
+ROUNDING = 1e-9
 
 
 class Expansion(NamedTuple):
@@ -62,6 +74,20 @@ class Expansion(NamedTuple):
         """With changes in some of the columns alone."""
         curvature = self.curvature[:, columns[:, None], columns]
         return self._replace(curvature=curvature, pull=self.pull[:, columns])
+
+
+class Sums(NamedTuple):
+    """The clients' sums of losses around a shared model x, to second order in all its numbers."""
+
+    x: Numbers  # (d,)
+    curvature: Numbers  # (d, d) over all clients
+    held: Numbers  # (d, d) of what training adds to the losses, <x, held x> / 2
+    cross: Numbers  # (c, d, q) each client's, between all numbers and the coefficients that may differ
+    pull: Numbers  # (c, d) minus its gradient
+
+    def among(self, columns: NDArray[np.int64]) -> Sums:
+        """Where some of the coefficients alone may differ."""
+        return self._replace(cross=self.cross[..., columns])
 
 
 class Components(NamedTuple):
@@ -99,7 +125,7 @@ def components(
     expansion: Expansion,
     offset: bool,
     fixed: bool,
-    parameters: int,
+    parameters: float,
     begin: Components | None = None,
     steps: int = _STEPS,
     least_change: float = _LEAST_CHANGE,
@@ -189,6 +215,49 @@ def changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
             solved = np.linalg.solve(scaled, (scale * some.pull)[..., None])
             found[begin : begin + together, p] = scale * solved[..., 0]
     return found
+
+
+def common_change(expansion: Expansion, sums: Sums, freedom: Numbers, free: NDArray[np.bool_]) -> Numbers:
+    """(d,) what is added to the shared model that both are around: the most probable common model of clients
+    whose coefficients differ with this freedom (q,). Numbers that are not free (d,) stay as they are."""
+    scale, (count, d, q) = np.sqrt(freedom), sums.cross.shape
+    left, right = sums.curvature + sums.held, sums.pull.sum(axis=0) - sums.held @ sums.x
+    together = max(1, _TOGETHER // max(d * q, 1))
+    for begin in range(0, count, together):
+        some = slice(begin, begin + together)
+        factor = np.linalg.cholesky(scale[:, None] * expansion.curvature[some] * scale + np.eye(q))
+        # K = L M^-1 L with M = F F', so that C K C' is the square of F^-1 L C'.
+        across = np.linalg.solve(factor, (sums.cross[some] * scale).swapaxes(1, 2))  # (c, q, d)
+        own = np.linalg.solve(factor, (scale * expansion.pull[some])[..., None])[..., 0]
+        across = across.reshape(-1, d)
+        left -= across.T @ across
+        right -= across.T @ own.ravel()
+    found = np.zeros(d)
+    found[free] = solved(left[np.ix_(free, free)], right[free])
+    return found
+
+
+def moved(expansion: Expansion, sums: Sums, change: Numbers) -> Expansion:
+    """The expansion of squared loss around the shared model with a change (d,); squares are shared out
+    evenly, as their sum alone counts."""
+    pull = expansion.pull - np.einsum("cdq,d->cq", sums.cross, change)
+    # Of (y - s)^2 a squared slope is four times the loss.
+    risen = 4 * (change @ sums.curvature @ change / 2 - sums.pull.sum(axis=0) @ change)
+    squares = np.full(len(pull), max(float(expansion.squares.sum() + risen), 0.0) / len(pull))
+    return expansion._replace(pull=pull, squares=squares)
+
+
+def solved(matrix: Numbers, right: Numbers) -> Numbers:
+    """matrix^-1 right for a matrix of second derivatives, directions without any left out."""
+    size = np.sqrt(np.maximum(np.diag(matrix), 0.0))
+    size = np.where(size > 0, size, 1.0)
+    scaled = matrix / size / size[:, None] + ROUNDING * np.eye(len(matrix))
+    over = right.T / size
+    try:
+        found = cho_solve(cho_factor(scaled, check_finite=False), over.T, check_finite=False)
+    except np.linalg.LinAlgError:
+        found = np.linalg.pinv(scaled, rcond=ROUNDING, hermitian=True) @ over.T
+    return np.asarray((found.T / size).T)
 
 
 def weights(expansion: Expansion, freedom: Numbers) -> Numbers:

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg import cho_factor, cho_solve
 
 from bidro.core.arrays import Floats
 from bidro.core.errors import BidroError
@@ -32,6 +31,7 @@ from bidro.data.federation import thinned
 from bidro.data.splines import Basis, Category, Pair, through
 from bidro.losses import LinearScores
 from bidro.problem.problem import Problem
+from bidro.selection.components import ROUNDING, solved
 from bidro.selection.cross_validate import loss_has_kinks
 from bidro.selection.rule import required_errors
 from bidro.selection.segments import smoothing_of, with_curves
@@ -53,8 +53,6 @@ _TOGETHER = 64
 # Numbers of pairs are as good as the best within so many standard errors, and better than none beyond these.
 _ERRORS, _ERRORS_OF_GAIN = 1.0, 2.0
 _STEPS, _HALVINGS, _LEAST_CHANGE = 25, 12, 1e-8
-# What rounding leaves of a matrix's diagonal.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -293,7 +291,7 @@ class _Rows:
             if not self.loss.log_likelihood and bend.sum() > 0:
                 dispersion = max(float(slope @ slope / bend.sum()), np.finfo(float).tiny)
             free = float(np.mean(b**2 / dispersion + 1 / (weight + pull))) if self.n > 1 else 0.0
-            pull = 1 / max(free, _ROUNDING / max(float(bend.mean()), np.finfo(float).tiny))
+            pull = 1 / max(free, ROUNDING / max(float(bend.mean()), np.finfo(float).tiny))
             now = _Fitted(used, slope, bend, scores, b, pull, dispersion, weight + pull)
             objective = float(value @ used + 0.5 * x @ self.penalty @ x + 0.5 * pull * b @ b)
             if abs(before - objective) <= _LEAST_CHANGE * max(abs(objective), 1e-300):
@@ -302,7 +300,7 @@ class _Rows:
             of_offsets = (self.by_client(slope) + pull * b) / now.weight
             of_model = self.design.T @ slope + self.penalty @ x
             of_model -= self.by_client(bend[:, None] * self.design).T @ of_offsets
-            step = -_solved(self.squares(now, self.design, self.design) + self.penalty, of_model)
+            step = -solved(self.squares(now, self.design, self.design) + self.penalty, of_model)
             of_clients = self.by_client(bend[:, None] * self.design) @ step / now.weight
             move = -of_offsets - (of_clients if self.n > 1 else 0.0)
             if self.n == 1:
@@ -317,19 +315,6 @@ class _Rows:
                 share /= 2
             x, b = x + share * step, b + share * move
         return now
-
-
-def _solved(matrix: Floats, right: Floats) -> Floats:
-    """matrix^-1 right for a matrix of second derivatives, directions without any left out."""
-    size = np.sqrt(np.maximum(np.diag(matrix), 0.0))
-    size = np.where(size > 0, size, 1.0)
-    scaled = matrix / size / size[:, None] + _ROUNDING * np.eye(len(matrix))
-    over = right.T / size
-    try:
-        found = cho_solve(cho_factor(scaled, check_finite=False), over.T, check_finite=False)
-    except np.linalg.LinAlgError:
-        found = np.linalg.pinv(scaled, rcond=_ROUNDING, hermitian=True) @ over.T
-    return np.asarray((found.T / size).T)
 
 
 def _products(rows: _Rows, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, list[slice]]:
@@ -397,7 +382,7 @@ def _ranked(rows: _Rows, fitted: _Fitted, most: int) -> list[tuple[int, int]]:
         taken = left[int(np.argmax(of))]
         found.append(pairs[taken])
         some = places[taken]
-        follows = _solved(squares[some, some], squares[some])
+        follows = solved(squares[some, some], squares[some])
         score, squares = score - follows.T @ score[some], squares - squares[some].T @ follows
     return found
 
@@ -419,7 +404,7 @@ def _screened(rows: _Rows, fitted: _Fitted, pairs: list[tuple[int, int]]) -> lis
     left = size.copy()
     for weight, begin, end in zip(fitted.weight, rows.first[:-1], rows.first[1:], strict=True):
         left -= (bent[begin:end].T @ T[begin:end]) ** 2 / weight
-    known = left > _ROUNDING * size
+    known = left > ROUNDING * size
     each = np.where(known, score**2 / np.where(known, left, 1.0), 0.0)
     # (features, features) sums over the products of two features, and how many these are.
     of = np.eye(len(stretches))[feature]
@@ -433,7 +418,7 @@ def _beside(rows: _Rows, fitted: _Fitted, own: Floats, columns: Floats) -> tuple
     without pairs, whose own are `own`, follows; their diagonal where it does not)."""
     between = rows.squares(fitted, rows.design, columns)
     squares = rows.squares(fitted, columns, columns)
-    return -columns.T @ fitted.slopes, squares - between.T @ _solved(own, between), np.diag(squares).copy()
+    return -columns.T @ fitted.slopes, squares - between.T @ solved(own, between), np.diag(squares).copy()
 
 
 def _design_effects(
@@ -444,7 +429,7 @@ def _design_effects(
     if rows.people is None:
         return np.ones(len(places))
     _, person = np.unique(np.stack([rows.owner.astype(np.uint64), rows.people]), axis=1, return_inverse=True)
-    apart = columns - rows.design @ _solved(own, rows.squares(fitted, rows.design, columns))
+    apart = columns - rows.design @ solved(own, rows.squares(fitted, rows.design, columns))
     scores = apart * fitted.slopes[:, None]
     sums = np.zeros((person.max() + 1, columns.shape[1]))
     np.add.at(sums, person.ravel(), scores)
@@ -485,7 +470,7 @@ def _left_out(
             matrix = squares[:size, :size].copy()
             inside = np.arange(d, size)
             matrix[inside, inside] += times * strength[: size - d]
-            steps[c, h, :size] = -_solved(matrix, slopes[:size])
+            steps[c, h, :size] = -solved(matrix, slopes[:size])
     along = steps.reshape(-1, every.shape[1]).T
     moves = every @ along - (of_clients @ along)[rows.owner] * (rows.n > 1)
     each = [_stepped(rows, fitted, one, out) for one in np.ascontiguousarray(moves.T)]

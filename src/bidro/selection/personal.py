@@ -6,7 +6,9 @@ become as much steeper. u_i minimises its sum of losses plus a pull back to the 
     sum_k l(x + u, xi_i^k) + 1/2 sum_j u_j^2 / f_j,
 
 where the freedoms f_j = tau D_j / phi are common to all clients: D the variance components of the
-coefficients and phi the dispersion of the rows (`components`), tau a scale that cross-validation chooses.
+coefficients and phi the dispersion of the rows (`components`), tau a scale that cross-validation chooses. Of
+squared loss x is here what clients have in common (`components.common_change`), which is not the shared model
+that they are trained with together.
 Squared loss needs nothing but second moments. Other losses are minimised by accelerated steps of a quadratic
 majorant with curvature c (Boehning and Lindsay 1988; Nesterov 1983, restarted as by O'Donoghue and Candes
 2015), kinks smoothed, all scales at once, for stacks of clients of like sizes: plain NumPy, nothing is
@@ -20,7 +22,7 @@ client would do with each, on rows that neither its own nor the shared model was
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ from bidro.federated.algorithm import BaseAlgorithm, HostData, RowsBehind, Snaps
 from bidro.losses import LinearScores, Loss, Squared
 from bidro.problem.problem import Problem
 from bidro.risk.moments import Moments, TrainingMoments, left_out_sums, of_clients, of_folds
-from bidro.selection.components import Expansion, changes
+from bidro.selection.components import Expansion, Sums, changes
 from bidro.selection.fold_queries import FoldQuery
 
 if TYPE_CHECKING:
@@ -135,7 +137,8 @@ class PersonalCorrections(BaseAlgorithm):
         assert rows.fold_ids is not None
         models, freedom = np.asarray(broadcast.x), np.asarray(broadcast.freedom)
         if isinstance(rows.loss, Squared):
-            return self._of_squares(rows.loss, rows, models, freedom)
+            trained = training_moments(rows.loss, rows.samples, rows.sizes, rows.fold_ids, rows.folds)
+            return losses_of_squares(rows.loss, trained, models, models, freedom)
         assert isinstance(rows.loss, LinearScores)
         n, count = len(rows.sizes), len(SCALES)
         sums, held, inside = np.zeros((n, rows.folds, count)), np.zeros((n, rows.folds)), np.zeros((n, count))
@@ -152,30 +155,6 @@ class PersonalCorrections(BaseAlgorithm):
                 mean = np.einsum("gh,ghp->gp", kept, losses) / kept.sum(axis=1)[:, None]
                 inside[stack.clients] += mean / len(models)
         return Reply(*_over_folds(sums, held), inside)
-
-    def _of_squares(self, loss: Squared, rows: HostData, models: Numbers, freedom: Numbers) -> Reply:
-        """A few clients at a time: second moments of all may be larger than the table."""
-        assert rows.fold_ids is not None
-        found = []
-        for clients, some in _few_clients(rows.sizes, rows.folds * loss.columns(rows.samples.shape[1]) ** 2):
-            own = rows.samples[some], rows.sizes[clients], rows.fold_ids[some]
-            found.append(self.from_moments(loss, of_folds(*own, rows.folds, loss), models, freedom))
-        return Reply(*(np.concatenate(part) for part in zip(*found, strict=True)))
-
-    def from_moments(
-        self, loss: Squared, trained: TrainingMoments, models: Numbers, freedom: Numbers
-    ) -> Reply:
-        """What clients with these moments would reply, of squared loss."""
-        left_out = left_out_sums(trained)
-        n, count = len(trained.rows), len(SCALES)
-        sums, inside = np.zeros((n, len(models), count)), np.zeros((n, count))
-        for fold, x in enumerate(models):
-            own = Moments(trained.mean[:, fold], trained.around[:, fold])
-            rows = trained.rows[:, fold].astype(float)
-            found = _least_squares(loss, own, rows, x, _scaled(freedom[fold]))
-            sums[:, fold] = np.maximum(left_out.squares(fold, found), 0.0)
-            inside += np.maximum(_mean_squares(own, found), 0.0) / len(models)
-        return Reply(*_over_folds(sums, left_out.rows), inside)
 
     def server(self, state: Any, replies: Reply, replied: Array) -> Any:
         if not np.all(np.asarray(replied)):
@@ -249,6 +228,47 @@ def expansions(
     )
 
 
+def training_moments(
+    loss: Squared,
+    samples: Numbers,
+    sizes: NDArray[np.int64],
+    fold_ids: NDArray[np.int64],
+    folds: int,
+) -> Iterator[TrainingMoments]:
+    """A few clients at a time: second moments of all may be larger than the table."""
+    for clients, some in few_clients(sizes, folds * loss.columns(samples.shape[1]) ** 2):
+        yield of_folds(samples[some], sizes[clients], fold_ids[some], folds, loss)
+
+
+def losses_of_squares(
+    loss: Squared,
+    parts: Iterable[TrainingMoments],
+    models: Numbers,
+    common: Numbers,
+    freedom: Numbers,
+) -> Reply:
+    """What clients with these moments would reply, of squared loss: the first scale is of the models
+    (folds, d), all others are around what clients have in common (folds, d)."""
+    found = [_losses_of_squares(loss, part, models, common, freedom) for part in parts]
+    return Reply(*(np.concatenate(part) for part in zip(*found, strict=True)))
+
+
+def _losses_of_squares(
+    loss: Squared, trained: TrainingMoments, models: Numbers, common: Numbers, freedom: Numbers
+) -> Reply:
+    left_out = left_out_sums(trained)
+    n, count = len(trained.rows), len(SCALES)
+    sums, inside = np.zeros((n, len(models), count)), np.zeros((n, count))
+    for fold, x in enumerate(common):
+        own = Moments(trained.mean[:, fold], trained.around[:, fold])
+        rows = trained.rows[:, fold].astype(float)
+        found = _least_squares(loss, own, rows, x, _scaled(freedom[fold]))
+        found[:, 0] = models[fold]
+        sums[:, fold] = np.maximum(left_out.squares(fold, found), 0.0)
+        inside += np.maximum(_mean_squares(own, found), 0.0) / len(models)
+    return Reply(*_over_folds(sums, left_out.rows), inside)
+
+
 def expansion_of_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numbers) -> Expansion:
     """That of squared loss, around the shared model x (d,), from the moments of so many rows (n,)."""
     features = moments.mean.shape[1] - 1
@@ -271,6 +291,38 @@ def expansion_of_squares(loss: Squared, moments: Moments, rows: Numbers, x: Numb
     return Expansion(
         twice[:, None, None] * curvature, -twice[:, None] * slopes, 2 * twice * squares, twice, rows, True
     )
+
+
+def sums_of_squares(
+    loss: Squared, parts: Iterable[tuple[Moments, Numbers]], x: Numbers
+) -> tuple[Expansion, Sums]:
+    """Those of squared loss around the shared model x (d,), from the moments of rows, a few clients after the
+    others, and how many rows (clients,) these are."""
+    told: list[Expansion] = []
+    each: list[tuple[Numbers, Numbers]] = []
+    d, curvature, count = len(x), np.zeros((len(x), len(x))), 0.0
+    for moments, rows in parts:
+        k = moments.mean.shape[1] - 1
+        v = np.append(x[:k], -1.0)
+        bent, residual = np.zeros((len(rows), d)), moments.mean @ v + x[k:].sum()
+        bent[:, :k] = (moments.around @ v)[:, :k]
+        # Of every number of the model its column; the intercept's is 1.
+        mean, around = np.ones((len(rows), d)), np.zeros((len(rows), d, d))
+        mean[:, :k], around[:, :k, :k] = moments.mean[:, :k], moments.around[:, :k, :k]
+        own = expansion_of_squares(loss, moments, rows, x)
+        q = own.pull.shape[1]
+        onto = lifted(loss, q + 1 - int(loss.intercept), np.eye(q)[:, None]).T
+        twice = 2 * rows[:, None]
+        cross = around @ onto + mean[..., None] * (mean @ onto)[:, None]
+        curvature += np.einsum("n,nij->ij", twice[:, 0], around) + (twice * mean).T @ mean
+        told.append(own)
+        each.append((twice[..., None] * cross, -twice * (bent + residual[:, None] * mean)))
+        count += float(rows.sum())
+    held = np.zeros((d, d)) if loss.penalty is None else 2 * count * loss.penalty
+    A, r, squares, bend, sizes = (np.concatenate(part) for part in zip(*(t[:-1] for t in told), strict=True))
+    whole = Expansion(A, r, squares, bend, sizes, True)
+    cross, pull = (np.concatenate(part) for part in zip(*each, strict=True))
+    return whole, Sums(x, curvature, held, cross, pull)
 
 
 def _starts(feature: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -300,26 +352,30 @@ def personal_models(
     x: Numbers,
     freedom: Numbers,
     share: ArrayLike = 1.0,
+    common: Numbers | None = None,
 ) -> Numbers:
-    """(n, d) every client's personal model around the shared model x (d,), from all its rows, at freedoms
-    (q,); `samples` (N, m) hold one client's after the other's. Of its changes a client keeps a share (n,)."""
+    """(n, d) every client's personal model around what clients have in common (d,), which is the shared model
+    x (d,) where it is not given, from all its rows, at freedoms (q,); `samples` (N, m) hold one client's
+    after the other's. Of how it differs from x a client keeps a share (n,)."""
     assert isinstance(loss, LinearScores)
+    around = x if common is None else common
     counts, m, kept = np.asarray(sizes), samples.shape[1], np.asarray(share)
     if not np.any(freedom > 0):
         return np.tile(x, (len(counts), 1))
     found = np.empty((len(counts), loss.scores, len(freedom)))
     if isinstance(loss, Squared):
-        for clients, some in _few_clients(counts, loss.columns(m) ** 2):
+        for clients, some in few_clients(counts, loss.columns(m) ** 2):
             own = expansion_of_squares(
-                loss, of_clients(samples[some], counts[clients], loss), counts[clients].astype(float), x
+                loss, of_clients(samples[some], counts[clients], loss), counts[clients].astype(float), around
             )
             found[clients] = _changes(own, freedom[None])
     else:
         for stack in _stacks(samples, counts):
             scored = _Scored(loss, stack.rows)
-            added = _minimised(scored, stack.used, x, freedom[None], _MOST_STEPS, _LEAST_CHANGE)[:, 0]
+            added = _minimised(scored, stack.used, around, freedom[None], _MOST_STEPS, _LEAST_CHANGE)[:, 0]
             found[stack.clients] = added.swapaxes(1, 2)
-    return np.asarray(x + np.broadcast_to(kept, len(counts))[:, None] * lifted(loss, m, found))
+    change = around - x + lifted(loss, m, found)
+    return np.asarray(x + np.broadcast_to(kept, len(counts))[:, None] * change)
 
 
 def _changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
@@ -331,7 +387,7 @@ def _changes(expansion: Expansion, freedoms: Numbers) -> Numbers:
     return found
 
 
-def _few_clients(sizes: NDArray[np.int64], numbers: int) -> Iterator[tuple[slice, slice]]:
+def few_clients(sizes: NDArray[np.int64], numbers: int) -> Iterator[tuple[slice, slice]]:
     """(clients, their rows) that are handled together, where each needs so many numbers."""
     together, ends = max(1, _MOMENTS_TOGETHER // numbers), np.append(0, np.cumsum(sizes))
     for begin in range(0, len(sizes), together):

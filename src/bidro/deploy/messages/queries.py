@@ -548,6 +548,7 @@ def _private_numbers(plan: QueryPlan) -> int:
 _OF_A_MODEL: dict[str, Rule] = {
     "x": lambda plan, x: _require_models(plan, x, ()),
     "freedom": _freedom,
+    "common": lambda plan, x: _require_models(plan, x, ()) if x.size else None,
     "pooled": lambda plan, x: _require_models(plan, x, ()) if x.size else None,
 }
 # Of a private run: a model in spreads of the target, and what losses in squares of these are clipped at.

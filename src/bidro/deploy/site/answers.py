@@ -205,9 +205,7 @@ def _participant(
 def _used(protocol: QueryPlan, here: Federation, message: Assess | HoldoutQuery) -> Floats:
     """(1, d) the model that this site uses: its own around the server's, made anew from its training rows, or
     the server's."""
-    return client_side.personal_models(
-        protocol.loss, here.host_rows, here.sizes, message.x, np.asarray(message.freedom, float)
-    )
+    return client_side.personal_models(protocol.loss, here.host_rows, here.sizes, message)
 
 
 def _keep_personal(site: Site, request: Request, used: Floats) -> None:
