@@ -403,12 +403,14 @@ def page(results: Mapping[str, Any], on: str = "") -> str:
             continue
         all_of = [told[name] for name in known]
         ratio, worst = (np.array([one[part] for one in all_of]) for part in ("ratio", "worst_ratio"))
+        on_tables = {name: sum(name in one["against"] for one in all_of) for name in RIVALS}
+        run = [name + f" ({n} tables)" * (n < len(known)) for name, n in on_tables.items() if n]
         harmed = np.average([one["harmed"] for one in all_of], weights=[one["clients"] for one in all_of])
         lines += [
             f"## {title}",
             "",
-            f"Of {len(known)} tables bidro's mean is within 5% of the best rival's on "
-            f"{np.sum(ratio <= 1.05)}, its worst tenth no worse than the best of the rivals' on "
+            f"Of {len(known)} tables bidro's mean is within 5% of the best of {', '.join(run)} on "
+            f"{np.sum(ratio <= 1.05)}, its worst tenth no worse than the best of theirs on "
             f"{np.sum(worst <= 1.0)}; the largest ratio is {ratio.max():.2f} "
             f"({known[int(np.argmax(ratio))]}), the geometric mean {np.exp(np.log(ratio).mean()):.3f}; "
             f"{harmed:.1%} of the clients are harmed.",

@@ -405,7 +405,8 @@ def page(results: Mapping[str, Any], on: str = "") -> str:
             "| better / worse at 95% | | | " + " | ".join(f"{better[m]} / {worse[m]}" for m in others) + " |",
             "",
         ]
-    return "\n".join(lines)
+    missing = [name for name in TABLES if name not in known]
+    return "\n".join([*lines, *([f"Not run: {', '.join(missing)}.", ""] if missing else [])])
 
 
 def run(out: Path, tables: Sequence[str], say: Callable[[str], None] = print) -> None:
