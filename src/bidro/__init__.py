@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Duality gaps of 1e-8 are reported, so all arithmetic is in float64. JAX reads the variable when it
 # is first imported; if the user imported it before us, its configuration is changed instead.
