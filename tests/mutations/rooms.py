@@ -343,7 +343,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "deploy/site/disclosure/memory.py": (
         "tests/deploy/test_row_memory.py",
         "tests/deploy/test_releases.py",
-        "tests/deploy/test_attacks_on_crossed_curves.py",
+        "tests/deploy/test_attacks_by_labels.py",
     ),
     "deploy/server/plausibility.py": (*_LIARS, "tests/deploy/test_plausibility_private.py"),
     "deploy/server/influence.py": ("tests/deploy/test_liars.py",),
@@ -731,8 +731,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         "core/sets/weights.py",
-        "if np.any(center < 0) or abs(center.sum() - 1) > 1e-9:",
-        "(abs(center.sum() - 1) >= 1e-09)",
+        "if np.any(found < 0) or abs(found.sum() - 1) > 1e-9:",
+        "(abs(found.sum() - 1) >= 1e-09)",
         "no sum is off by that number to the last bit",
     ),
     *(

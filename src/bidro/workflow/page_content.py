@@ -276,7 +276,8 @@ def page_content(fit: Fit) -> dict[str, Any]:
         "federated": None if fit.federated is None else dict(fit.federated),
         "advice": _advice(fit),
     }
-    content["loss"]["log_link"] = isinstance(fit.model.loss, Tweedie)
+    if isinstance(fit.model.loss, Tweedie):
+        content["loss"]["log_link"] = True
     if not content["worst_case"]:
         content["absent"]["worst_case"] = _no_worst_case(fit)
     return content
