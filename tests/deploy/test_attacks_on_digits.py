@@ -259,7 +259,7 @@ def cell_from_risks(folder):
     model, radius, plan = np.array([2.0, 0, 0, 0, 0.5]), 0.6, SiteRows.load(site).protocol
     radii = np.full(len(plan.levels), radius)
     said, reply = asked_of(
-        site, "assess", Assess(model, radii, np.zeros((0, 5)), np.ones(()), none, none), ambiguity=BALL
+        site, "assess", Assess(model, radii, np.zeros((0, 5)), np.ones(()), none, none, none), ambiguity=BALL
     )
     assert said is None
     told = unpack(reply, Assessment)
