@@ -281,7 +281,8 @@ def _print(out: Path, as_json: bool) -> None:
     from bidro.model.model_file import load_model
 
     certificate = Certificate.from_json((out / "certificate.json").read_text())
-    audit, settings = read_audit(out), load_model(out).settings
+    audit, model = read_audit(out), load_model(out)
+    settings = model.settings
     if as_json:
         summary = {
             "out": str(out),
@@ -304,7 +305,7 @@ def _print(out: Path, as_json: bool) -> None:
         words += f", SHORT of the {wanted:.1e} that was requested"
     print(f"Trained in {audit['rounds']} rounds {words}.")
     print("\n".join(settings["chosen"].values()))
-    print(certificate)
+    print(certificate.in_words(model.schema.target_unit or ""))
     print(f"\nWritten to {out}: open {out / 'report.html'} in a browser.")
     print(f"What left the sites: bidro audit {out}")
     for concern in settings["concerns"]:
