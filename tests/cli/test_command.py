@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ def run(capsys, *arguments):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bidro", *map(str, arguments)])
         # Tests compile what they need and leave the user's cache alone.
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", "unused")
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), "bidro-tests-compiled"))
         with pytest.raises(SystemExit) as left:
             cli.main()
     out = capsys.readouterr()
